@@ -11,7 +11,10 @@ Ranks with equal tokens in a batch then have nearly equal tokens in each micro-b
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
+
+import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 
@@ -40,21 +43,16 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
     tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
     _check(tensors, micro_batches)
     samples = _samples(tensors[0])
-    # One comparison of all, because each builds many ops.
-    same = tf.debugging.assert_equal(
-        tf.stack([_samples(tensor) for tensor in tensors]),
-        samples,
-        "tensors of a batch differ in their number of samples",
-    )
+    equal = tf.reduce_all(tf.stack([_samples(tensor) for tensor in tensors]) == samples)
+    same = tf.debugging.Assert(equal, ["tensors of a batch differ in their number of samples"])
     with tf.control_dependencies([] if same is None else [same]):
         lengths = [_lengths(tensor) for tensor in tensors if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))]
         bounds = token_bounds(1 + tf.add_n(lengths), micro_batches) if lengths else piece_bounds(samples, micro_batches)
-        bounds = [tf.identity(bound) for bound in bounds]
-
-    def piece(leaf: Any, i: int) -> Any:
-        return None if leaf is None else _slice(_tensor(leaf), bounds[i], bounds[i + 1])
-
-    return [tf.nest.map_structure(lambda leaf, i=i: piece(leaf, i), data) for i in range(micro_batches)]
+        bounds = tf.identity(bounds)
+    leaves = tf.nest.flatten(data)
+    none = [None] * micro_batches
+    pieces = [none if leaf is None else _pieces(_tensor(leaf), bounds, micro_batches) for leaf in leaves]
+    return [tf.nest.pack_sequence_as(data, piece) for piece in zip(*pieces)]
 
 
 def num_samples(data: Any) -> tf.Tensor:
@@ -91,43 +89,39 @@ def no_samples(element_spec: Any) -> Any:
     return tf.nest.map_structure(empty, element_spec)
 
 
-def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
+def piece_bounds(samples: Any, micro_batches: int) -> Any:
     """M + 1 bounds of the pieces of a batch of B samples, an int or <int64>[]; piece_bounds(12, 4) = 0 2 6 10 12.
 
     Every piece has a sample before one has two, so that none is empty unless there are fewer samples than pieces.
     """
-    shares = _shares(micro_batches)
     each = tf.minimum(samples, micro_batches) if tf.is_tensor(samples) else min(samples, micro_batches)
-    return [
-        each * i // micro_batches + (samples - each) * sum(shares[:i]) // sum(shares) for i in range(micro_batches + 1)
-    ]
+    before = _shares_before(micro_batches)
+    return each * np.arange(micro_batches + 1) // micro_batches + (samples - each) * before // before[-1]
 
 
-def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
-    """M + 1 bounds <int64>[] of the pieces of a batch with these tokens <int64>[B], each >= 1, as piece_bounds.
+def token_bounds(tokens: tf.Tensor, micro_batches: int) -> tf.Tensor:
+    """M + 1 bounds <int64>[M + 1] of the pieces of a batch with these tokens <int64>[B], each >= 1, as piece_bounds.
 
     The tokens before a bound are as close as possible to the share of the pieces before it.
     Example: tokens 1 1 4 2 2 2 and M = 3 give 0 2 4 6, pieces of 2, 6 and 4 tokens for shares of 3, 6 and 3.
     """
-    shares = _shares(micro_batches)
+    before = _shares_before(micro_batches)
     # Twice the token count at which the closest bound moves from before a sample to after it.
     middles = 2 * tf.cumsum(tokens) - tokens
-    targets = 2 * tf.reduce_sum(tokens) * tf.constant([sum(shares[:i]) for i in range(micro_batches + 1)], tf.int64)
-    closest = tf.searchsorted(middles * sum(shares), targets, out_type=tf.int64)
+    closest = tf.searchsorted(middles * before[-1], 2 * tf.reduce_sum(tokens) * before, out_type=tf.int64)
     samples = tf.size(tokens, tf.int64)
     each = tf.minimum(samples, micro_batches)
-    first = [each * i // micro_batches for i in range(micro_batches + 1)]  # samples that the pieces before i must have
-    bounds = [first[0]]
-    for i in range(1, micro_batches + 1):
-        least = bounds[-1] + first[i] - first[i - 1]
-        bounds.append(tf.clip_by_value(closest[i], least, samples - each + first[i]))
-    return bounds
+    first = each * np.arange(micro_batches + 1) // micro_batches  # samples that the pieces before a bound must have
+    # Further ones are as many as the bound before has, or more.
+    further = tf.clip_by_value(closest - first, 0, samples - each)
+    return first + tf.reduce_max(further * np.tri(micro_batches + 1, dtype=np.int64), axis=1)
 
 
-def _shares(micro_batches: int) -> list[int]:
-    """Relative sizes of the pieces."""
+def _shares_before(micro_batches: int) -> np.ndarray:
+    """<int64>[M + 1], the sum of the relative sizes of the pieces before each bound."""
     full = 4 if micro_batches >= 8 else 2
-    return [min(full, 2 ** min(i, micro_batches - 1 - i)) for i in range(micro_batches)]
+    shares = [min(full, 2 ** min(i, micro_batches - 1 - i)) for i in range(micro_batches)]
+    return np.cumsum([0, *shares])
 
 
 def _check(tensors: list[Any], micro_batches: int) -> None:
@@ -158,7 +152,7 @@ def _tensor(leaf: Any) -> Any:
 
 def _samples(tensor: Any) -> tf.Tensor:
     if isinstance(tensor, tf.RaggedTensor):
-        return tf.cast(tensor.nrows(), tf.int64)
+        return tf.size(tensor.row_splits, tf.int64) - 1
     if isinstance(tensor, tf.SparseTensor):
         return tensor.dense_shape[0]
     return tf.shape(tensor, tf.int64)[0]
@@ -172,17 +166,28 @@ def _lengths(feature: Any) -> tf.Tensor:
     return tf.cast(feature.merge_dims(1, feature.ragged_rank).row_lengths(), tf.int64)
 
 
-def _slice(tensor: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+def _pieces(tensor: Any, bounds: tf.Tensor, micro_batches: int) -> list[Any]:
+    """The pieces of a tensor between M + 1 bounds. Few ops, because all run before a step can send its first id."""
+    edges = tf.split(bounds, micro_batches + 1)  # [1] each, as a slice takes them
+    pairs = list(itertools.pairwise(edges))
     if isinstance(tensor, tf.RaggedTensor):  # its own slices have a tf.cond each
-        splits = tensor.row_splits[begin : end + 1]
-        values = _slice(tensor.values, splits[0], splits[-1])
-        return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)
-    if not isinstance(tensor, tf.SparseTensor):
-        return tensor[begin:end]
-    rest = tensor.dense_shape[1:]
-    return tf.sparse.slice(
-        tensor, tf.concat([[begin], tf.zeros_like(rest)], axis=0), tf.concat([[end - begin], rest], axis=0)
-    )
+        of_values = tf.gather(tensor.row_splits, bounds)
+        splits = [tf.strided_slice(tensor.row_splits, begin, end + 1, [1]) for begin, end in pairs]
+        return [
+            tf.RaggedTensor.from_row_splits(values, here - begin, validate=False)
+            for values, here, begin in zip(
+                _pieces(tensor.values, of_values, micro_batches), splits, tf.split(of_values, micro_batches + 1)
+            )
+        ]
+    if isinstance(tensor, tf.SparseTensor):
+        rest = tensor.dense_shape[1:]
+        return [
+            tf.sparse.slice(
+                tensor, tf.concat([begin, tf.zeros_like(rest)], axis=0), tf.concat([end - begin, rest], axis=0)
+            )
+            for begin, end in pairs
+        ]
+    return [tf.strided_slice(tensor, begin, end, [1]) for begin, end in pairs]
 
 
 def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:

@@ -103,7 +103,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
     def clustered(*parts: Any) -> Any:
         batch = parts if len(parts) > 1 else parts[0]
         tables, values, splits = zip(*_features(converted_as_here(ids)(*parts)))
-        bounds = tf.stack(piece_bounds(tf.size(splits[0], tf.int64) - 1, micro_batches))
+        bounds = piece_bounds(tf.size(splits[0], tf.int64) - 1, micro_batches)
         order = ops.cluster_samples(values, splits, bounds[1:] - bounds[:-1], tables=tables)
         return tf.nest.map_structure(lambda leaf: _reordered(leaf, order), batch)
 

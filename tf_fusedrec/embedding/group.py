@@ -279,16 +279,13 @@ class TableGroup:
                 self._replica.note_update([route.request for route, _, _ in parts], begun)
 
     def _not_updated_since(self, updates_seen: tf.Tensor, staleness: int) -> list[tf.Operation]:
-        once = tf.debugging.assert_less_equal(
-            self.updates.read_value(),
-            updates_seen + staleness,
-            message=(
-                f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
-                f"{self.config.name}, tables {self.table.names}): the second update would overwrite the first with old "
-                "rows. Take one gradient of one loss. A call inside a tf.function of its own, a tf.cond or a "
-                "tf.while_loop makes its own update: make all calls of a step outside of them."
-            ),
+        message = (
+            f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
+            f"{self.config.name}, tables {self.table.names}): the second update would overwrite the first with old "
+            "rows. Take one gradient of one loss. A call inside a tf.function of its own, a tf.cond or a "
+            "tf.while_loop makes its own update: make all calls of a step outside of them."
         )
+        once = tf.debugging.Assert(self.updates.read_value() <= updates_seen + staleness, [message])
         return [once] if once is not None else []
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:

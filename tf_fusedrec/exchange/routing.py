@@ -23,6 +23,8 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
@@ -132,7 +134,7 @@ def send_ids(outgoing: Sequence[Outgoing | OutgoingBags], layout: RankLayout) ->
     sent = [message for departure in departures for message in departure.messages]
     segments = [count for departure in departures for count in departure.segments]
     if layout.group.size == 1:
-        arrived = iter([(message[: splits[0]], splits) for message, splits in sent])
+        arrived = iter([(tf.strided_slice(message, [0], splits, [1]), splits) for message, splits in sent])
     else:
         received = collectives.all_to_all(*join_messages(sent), name=f"{outgoing[0].name}.ids", ranks=layout.group)
         arrived = iter(split_messages(*received, segments))
@@ -328,21 +330,23 @@ def by_ranges(replicas: int) -> bool:
 def traffic(sent: Outgoing | OutgoingBags, route: Route, layout: RankLayout, requested: tf.Tensor) -> tf.Tensor:
     """<int64>[3] of one lookup: `requested` ids, sent ids, bytes of ids, headers, rows and gradients to other ranks."""
 
-    def away(splits: tf.Tensor, ranks: collectives.Ranks) -> tf.Tensor:
-        return tf.cast(tf.reduce_sum(splits) - splits[ranks.index], tf.int64)
+    def away(ranks: collectives.Ranks, *parts: tuple[tf.Tensor, int]) -> tf.Tensor:
+        """Bytes to other ranks. parts: splits by rank, and the bytes of an entry."""
+        others = np.arange(ranks.size) != ranks.index
+        each = np.concatenate([entry_bytes * others for _, entry_bytes in parts])
+        return tf.reduce_sum(tf.cast(tf.concat([splits for splits, _ in parts], axis=0), tf.int64) * each)
 
     group, replicas, shared, row_bytes = layout.group, layout.replicas, route.shared, sent.row_bytes
-    total = 8 * (away(route.unique_splits, group) + (group.size - 1) * sent.num_segments)
+    parts = [(route.unique_splits, 8), (route.row_splits, row_bytes), (route.gradient_splits, row_bytes)]
     if route.piece is not None and route.piece.marks_splits is not None:
-        total += 8 * away(route.piece.marks_splits, group)
+        parts.append((route.piece.marks_splits, 8))
     if route.sums is not None:
-        total += 8 * away(route.sums.terms_splits, group)
-    total += (away(route.row_splits, group) + away(route.gradient_splits, group)) * row_bytes
+        parts.append((route.sums.terms_splits, 8))
+    total = away(group, *parts) + (group.size - 1) * 8 * sent.num_segments
     if shared is not None:
-        rows, exchanges = away(shared.sent_splits, replicas), 1
+        total += away(replicas, (shared.sent_splits, 8 + row_bytes)) + (replicas.size - 1) * 8 * sent.num_segments
         if by_ranges(replicas.size):
-            rows, exchanges = rows + (replicas.size - 1) * shared.num_summed, 2
-        total += rows * (8 + row_bytes) + exchanges * (replicas.size - 1) * 8 * sent.num_segments
+            total += (replicas.size - 1) * (shared.num_summed * (8 + row_bytes) + 8 * sent.num_segments)
     sent_ids = tf.reduce_sum(tf.cast(route.unique_splits, tf.int64))
     return tf.stack([requested, sent_ids, total])
 
@@ -365,8 +369,8 @@ def split_answer(answer: ops.TableRows, routes: Sequence[Route], segments: int) 
         return [answer]
     counts = _num_ids([route.request for route in routes], segments)
     rows, begin = [], tf.constant(0)
-    for count in counts:
-        rows.append(_send_buffer(answer.rows, begin, bucketed(count)))
+    for count, size in zip(counts, tf.unstack(bucketed(tf.stack(counts)))):
+        rows.append(_send_buffer(answer.rows, begin, size))
         begin += count
     if answer.inverse is None:
         return [answer._replace(rows=part) for part in rows]
@@ -427,7 +431,7 @@ def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tu
 
 
 def bucketed(n: tf.Tensor) -> tf.Tensor:
-    """<int32>[] >= n, one of few sizes; see custom_ops/common/bucket.h."""
+    """<int32>[...] >= n, each one of few sizes; see custom_ops/common/bucket.h."""
     quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
     step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)
     return -(-tf.maximum(n, 1) // step) * step

@@ -49,10 +49,8 @@ def train_step(model: Any, data: Any, micro_batches: int) -> dict[str, tf.Tensor
     weights = model.loss_weights(pieces)
     batch = BatchWeight(tf.reduce_sum(weights))
     shares = tf.math.divide_no_nan(weights, batch.weight)
-    parts = [
-        MicroBatch(i, *of_piece, batch)
-        for i, of_piece in enumerate(zip(*(tf.unstack(part, len(pieces)) for part in (shares, weights))))
-    ]
+    of_pieces = zip(tf.unstack(shares, len(pieces)), tf.unstack(weights, len(pieces)))
+    parts = [MicroBatch(i, share, weight, batch) for i, (share, weight) in enumerate(of_pieces)]
     run = running_step(model)
     if run is not None:  # Nested has looked up the batch in the step before
         return _train(model, run, pieces, parts, may_be_empty)

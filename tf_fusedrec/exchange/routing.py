@@ -332,8 +332,8 @@ def traffic(sent: Outgoing | OutgoingBags, route: Route, layout: RankLayout, req
 
     def away(ranks: collectives.Ranks, *parts: tuple[tf.Tensor, int]) -> tf.Tensor:
         """Bytes to other ranks. parts: splits by rank, and the bytes of an entry."""
-        others = np.arange(ranks.size) != ranks.index
-        each = np.concatenate([entry_bytes * others for _, entry_bytes in parts])
+        remote = np.arange(ranks.size) != ranks.index
+        each = np.concatenate([entry_bytes * remote for _, entry_bytes in parts])
         return tf.reduce_sum(tf.cast(tf.concat([splits for splits, _ in parts], axis=0), tf.int64) * each)
 
     group, replicas, shared, row_bytes = layout.group, layout.replicas, route.shared, sent.row_bytes

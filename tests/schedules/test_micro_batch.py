@@ -10,11 +10,12 @@ from tf_fusedrec.data.batches import cut, num_samples, piece_bounds, token_bound
 def make(samples):
     """Returns tensors that each encode sample s: s once, s repeated s times, s in column s % 3."""
     numbers = np.arange(samples)
-    rows = [[s] * (s % 4) for s in numbers]
+    rows, lists = [[s] * (s % 4) for s in numbers], [[[s, -s]] * (s % 3) for s in numbers]
     x = {
         "dense": tf.constant(numbers),
         "wide": tf.constant(np.stack([numbers, -numbers], axis=1)),
         "ragged": tf.ragged.constant(rows, tf.int64, ragged_rank=1, row_splits_dtype=tf.int64),
+        "nested": tf.ragged.constant(lists, tf.int64, ragged_rank=2, row_splits_dtype=tf.int32),
         "sparse": tf.SparseTensor(np.stack([numbers, numbers % 3], axis=1), numbers + 1, [samples, 3]),
     }
     return x, (tf.constant(numbers, tf.float32), None)
@@ -26,6 +27,7 @@ def samples_of(piece):
     numbers = x["dense"].numpy().tolist()
     assert x["wide"].numpy().tolist() == [[s, -s] for s in numbers]
     assert x["ragged"].to_list() == [[s] * (s % 4) for s in numbers]
+    assert x["nested"].to_list() == [[[s, -s]] * (s % 3) for s in numbers]
     dense = np.zeros([len(numbers), 3], int)
     dense[np.arange(len(numbers)), np.array(numbers, int) % 3] = np.array(numbers) + 1
     np.testing.assert_array_equal(tf.sparse.to_dense(x["sparse"]), dense)
@@ -109,6 +111,15 @@ def test_small_batches_have_pieces_of_nothing(samples):
     pieces = tf.function(lambda data: cut(data, 3), input_signature=[specs])(data)
     numbers = [samples_of(piece) for piece in pieces]
     assert sum(numbers, []) == list(range(samples))
+
+
+def test_a_cut_has_few_ops():
+    """A step runs them before its first exchange: four for a ragged feature of a piece, and some for all pieces."""
+    batch = {str(i): tf.ragged.constant([[1], [2, 3]] * 8) for i in range(4)}
+    signature = [tf.nest.map_structure(tf.type_spec_from_value, batch)]
+    graph = tf.function(lambda data: cut(data, 8), input_signature=signature).get_concrete_function().graph
+    ops = [op for op in graph.get_operations() if op.type not in ("Const", "Placeholder", "Identity", "NoOp")]
+    assert len(ops) <= 4 * 8 * len(batch) + 80, sorted({op.type for op in ops})
 
 
 def test_tensors_that_do_not_agree_are_refused():

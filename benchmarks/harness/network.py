@@ -213,6 +213,8 @@ def delayed_cable(names: Sequence[str], path: pathlib.Path) -> Iterator[None]:
             relay = threading.Thread(target=_relay, args=(ends, delay, ended), name="delayed cable", daemon=True)
             relay.start()
             try:
+                # Here, not in the thread, whose error would leave ranks that wait for frames.
+                os.sched_setscheduler(relay.native_id or 0, os.SCHED_FIFO, os.sched_param(1))
                 yield
             finally:
                 ended.set()
@@ -230,7 +232,6 @@ def _tap(name: str) -> int:
 
 
 def _relay(ends: Sequence[int], delay: mmap.mmap, ended: threading.Event) -> None:
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     others = dict(zip(ends, reversed(ends)))
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()  # by the time when a frame is due
     while not ended.is_set():

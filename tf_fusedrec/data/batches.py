@@ -169,10 +169,10 @@ def _lengths(feature: Any) -> tf.Tensor:
 def _pieces(tensor: Any, bounds: tf.Tensor, micro_batches: int) -> list[Any]:
     """The pieces of a tensor between M + 1 bounds. Few ops, because all run before a step can send its first id."""
     edges = tf.split(bounds, micro_batches + 1)  # [1] each, as a slice takes them
-    pairs, one = list(itertools.pairwise(edges)), tf.constant([1], bounds.dtype)
+    pairs, unit = list(itertools.pairwise(edges)), tf.constant([1], bounds.dtype)
     if isinstance(tensor, tf.RaggedTensor):  # its own slices have a tf.cond each
         of_values = tf.gather(tensor.row_splits, bounds)
-        splits = [tf.strided_slice(tensor.row_splits, begin, end + one, one) for begin, end in pairs]
+        splits = [tf.strided_slice(tensor.row_splits, begin, end + unit, unit) for begin, end in pairs]
         return [
             tf.RaggedTensor.from_row_splits(values, here - begin, validate=False)
             for values, here, begin in zip(
@@ -187,7 +187,7 @@ def _pieces(tensor: Any, bounds: tf.Tensor, micro_batches: int) -> list[Any]:
             )
             for begin, end in pairs
         ]
-    return [tf.strided_slice(tensor, begin, end, one) for begin, end in pairs]
+    return [tf.strided_slice(tensor, begin, end, unit) for begin, end in pairs]
 
 
 def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:

@@ -213,7 +213,7 @@ def delayed_cable(names: Sequence[str], path: pathlib.Path) -> Iterator[None]:
             relay = threading.Thread(target=_relay, args=(ends, delay, ended), name="delayed cable", daemon=True)
             relay.start()
             try:
-                # Here, not in the thread, whose error would leave ranks that wait for frames.
+                # Not in the thread: an error there would leave the ranks waiting for frames.
                 os.sched_setscheduler(relay.native_id or 0, os.SCHED_FIFO, os.sched_param(1))
                 yield
             finally:

@@ -91,10 +91,11 @@ def test_all_ragged_and_sparse_values_are_tokens():
         ([9], [0, 0, 0, 1]),
         ([], [0, 0, 0, 0]),
         ([2**40] * 8, [0, 2, 6, 8]),
+        ([1, 1, 1, 1, 1000, 1, 1, 1], [0, 4, 5, 6, 8]),
     ],
 )
 def test_no_piece_is_empty_before_one_has_two(tokens, bounds):
-    found = token_bounds(tf.constant(tokens, tf.int64), 3)
+    found = token_bounds(tf.constant(tokens, tf.int64), len(bounds) - 1)
     assert [int(bound) for bound in found] == bounds
 
 

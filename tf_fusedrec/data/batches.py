@@ -40,18 +40,18 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
     Example, M = 2:
       {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}, 3 tokens each
     """
-    tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
+    leaves = [None if leaf is None else _tensor(leaf) for leaf in tf.nest.flatten(data)]
+    tensors = [leaf for leaf in leaves if leaf is not None]
     _check(tensors, micro_batches)
     samples = _samples(tensors[0])
-    equal = tf.reduce_all(tf.stack([_samples(tensor) for tensor in tensors]) == samples)
+    equal = tf.reduce_all(tf.equal(tf.stack([_samples(tensor) for tensor in tensors]), samples))
     same = tf.debugging.Assert(equal, ["tensors of a batch differ in their number of samples"])
     with tf.control_dependencies([] if same is None else [same]):
         lengths = [_lengths(tensor) for tensor in tensors if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))]
         bounds = token_bounds(1 + tf.add_n(lengths), micro_batches) if lengths else piece_bounds(samples, micro_batches)
         bounds = tf.identity(bounds)
-    leaves = tf.nest.flatten(data)
     none = [None] * micro_batches
-    pieces = [none if leaf is None else _pieces(_tensor(leaf), bounds, micro_batches) for leaf in leaves]
+    pieces = [none if leaf is None else _pieces(leaf, bounds, micro_batches) for leaf in leaves]
     return [tf.nest.pack_sequence_as(data, piece) for piece in zip(*pieces)]
 
 
@@ -90,7 +90,7 @@ def no_samples(element_spec: Any) -> Any:
 
 
 def piece_bounds(samples: Any, micro_batches: int) -> Any:
-    """M + 1 bounds of the pieces of a batch of B samples, an int or <int64>[]; piece_bounds(12, 4) = 0 2 6 10 12.
+    """M + 1 bounds <int64>[M + 1] of the pieces of B samples, an int or <int64>[]; piece_bounds(12, 4) = 0 2 6 10 12.
 
     Every piece has a sample before one has two, so that none is empty unless there are fewer samples than pieces.
     """
@@ -112,9 +112,9 @@ def token_bounds(tokens: tf.Tensor, micro_batches: int) -> tf.Tensor:
     samples = tf.size(tokens, tf.int64)
     each = tf.minimum(samples, micro_batches)
     first = each * np.arange(micro_batches + 1) // micro_batches  # samples that the pieces before a bound must have
-    # Further ones are as many as the bound before has, or more.
-    further = tf.clip_by_value(closest - first, 0, samples - each)
-    return first + tf.reduce_max(further * np.tri(micro_batches + 1, dtype=np.int64), axis=1)
+    # Those that a bound has beside them are at least those of the bound before it.
+    extra = tf.clip_by_value(closest - first, 0, samples - each)
+    return first + tf.reduce_max(extra * np.tri(micro_batches + 1, dtype=np.int64), axis=1)
 
 
 def _shares_before(micro_batches: int) -> np.ndarray:

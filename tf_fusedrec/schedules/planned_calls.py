@@ -384,7 +384,9 @@ class _RunningCalls(CallHooks):
         )
         lookup = self._run.step.lookups[position]
         ids, ids_ahead = [features[name].ids for name in lookup.features], lookup.fused.ids
-        same_size = tf.debugging.Assert(tf.add_n([tf.size(part) for part in ids]) == tf.size(ids_ahead), [message])
+        same_size = tf.debugging.Assert(
+            tf.equal(tf.add_n([tf.size(part) for part in ids]), tf.size(ids_ahead)), [message]
+        )
         # Nothing waits for this comparison, because its result must reach the host.
         with lookup.group.id_device(), tf.control_dependencies([] if same_size is None else [same_size]):
             tf.debugging.Assert(tf.reduce_all(tf.equal(tf.concat(ids, 0), ids_ahead)), [message])

@@ -50,8 +50,8 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
         lengths = [_lengths(tensor) for tensor in tensors if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))]
         bounds = token_bounds(1 + tf.add_n(lengths), micro_batches) if lengths else piece_bounds(samples, micro_batches)
         bounds = tf.identity(bounds)
-    none = [None] * micro_batches
-    pieces = [none if leaf is None else _pieces(leaf, bounds, micro_batches) for leaf in leaves]
+    none, sizes = [None] * micro_batches, _sizes(bounds)
+    pieces = [none if leaf is None else _pieces(leaf, bounds, sizes) for leaf in leaves]
     return [tf.nest.pack_sequence_as(data, piece) for piece in zip(*pieces)]
 
 
@@ -166,28 +166,30 @@ def _lengths(feature: Any) -> tf.Tensor:
     return tf.cast(feature.merge_dims(1, feature.ragged_rank).row_lengths(), tf.int64)
 
 
-def _pieces(tensor: Any, bounds: tf.Tensor, micro_batches: int) -> list[Any]:
+def _pieces(tensor: Any, bounds: tf.Tensor, sizes: tf.Tensor) -> list[Any]:
     """The pieces of a tensor between M + 1 bounds. Few ops, because all run before a step can send its first id."""
-    edges = tf.split(bounds, micro_batches + 1)  # [1] each, as a slice takes them
-    pairs, unit = list(itertools.pairwise(edges)), tf.constant([1], bounds.dtype)
+    if not isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+        return tf.split(tensor, sizes)
+    edges = tf.split(bounds, bounds.shape[0])  # [1] each, as a slice takes them
     if isinstance(tensor, tf.RaggedTensor):  # its own slices have a tf.cond each
-        of_values = tf.gather(tensor.row_splits, bounds)
-        splits = [tf.strided_slice(tensor.row_splits, begin, end + unit, unit) for begin, end in pairs]
-        return [
-            tf.RaggedTensor.from_row_splits(values, here - begin, validate=False)
-            for values, here, begin in zip(
-                _pieces(tensor.values, of_values, micro_batches), splits, tf.split(of_values, micro_batches + 1)
-            )
+        of_values, unit = tf.gather(tensor.row_splits, bounds), tf.constant([1], bounds.dtype)
+        values = _pieces(tensor.values, of_values, _sizes(of_values))
+        splits = [
+            tf.strided_slice(tensor.row_splits, begin, end + unit, unit) for begin, end in itertools.pairwise(edges)
         ]
-    if isinstance(tensor, tf.SparseTensor):
-        rest = tensor.dense_shape[1:]
         return [
-            tf.sparse.slice(
-                tensor, tf.concat([begin, tf.zeros_like(rest)], axis=0), tf.concat([end - begin, rest], axis=0)
-            )
-            for begin, end in pairs
+            tf.RaggedTensor.from_row_splits(piece, here - first, validate=False)
+            for piece, here, first in zip(values, splits, tf.split(of_values, of_values.shape[0]))
         ]
-    return [tf.strided_slice(tensor, begin, end, unit) for begin, end in pairs]
+    rest = tensor.dense_shape[1:]
+    return [
+        tf.sparse.slice(tensor, tf.concat([begin, tf.zeros_like(rest)], axis=0), tf.concat([size, rest], axis=0))
+        for begin, size in zip(edges, tf.split(sizes, sizes.shape[0]))
+    ]
+
+
+def _sizes(bounds: tf.Tensor) -> tf.Tensor:
+    return bounds[1:] - bounds[:-1]
 
 
 def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:

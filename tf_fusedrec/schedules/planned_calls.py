@@ -23,6 +23,7 @@ from tf_fusedrec.ops.ancestors import ancestors, copied, scratch_graph, stateful
 from tf_fusedrec.schedules.uneven_batches import WHOLE, MicroBatch, working_on
 
 _CLEARED = () if KERAS_IS_LEGACY else ("_losses", "_loss_ids")  # by _clear_losses
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, tf.experimental.ExtensionType)
 _REMEDY = "Use an embedding_inputs method of the model that gives the calls of a training step"
 
 
@@ -261,7 +262,8 @@ def _has_tensor_of(graph: Any, value: Any) -> bool:
         return any(_has_tensor_of(graph, item) for item in value.values())
     if isinstance(value, (list, tuple, set)):
         return any(_has_tensor_of(graph, item) for item in value)
-    for leaf in tf.nest.flatten(value, expand_composites=True) if tf.is_tensor(value) else [value]:
+    # Most attributes are no tensors, for which tf.is_tensor is slow.
+    for leaf in tf.nest.flatten(value, expand_composites=True) if isinstance(value, _COMPOSITE) else [value]:
         around = getattr(leaf, "graph", None)
         while around is not None:
             if around is graph:

@@ -112,7 +112,7 @@ def token_bounds(tokens: tf.Tensor, micro_batches: int) -> tf.Tensor:
     samples = tf.size(tokens, tf.int64)
     each = tf.minimum(samples, micro_batches)
     first = each * np.arange(micro_batches + 1) // micro_batches  # samples that the pieces before a bound must have
-    # Those that a bound has beside them are at least those of the bound before it.
+    # The extra samples before a bound are at least those before the previous bound.
     extra = tf.clip_by_value(closest - first, 0, samples - each)
     return first + tf.reduce_max(extra * np.tri(micro_batches + 1, dtype=np.int64), axis=1)
 

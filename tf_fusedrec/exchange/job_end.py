@@ -101,8 +101,7 @@ class Ending:
             lost, stopped_s = _LOST_RANK.search(text), self._watchdog.stopped_s()
             silent = self._silent() if aborted else {}
             if lost:  # a busy host may delay the heartbeats of others
-                limit_s = self._gives_up_after_s
-                silent = {rank: age for rank, age in silent.items() if rank == lost[1] or age > limit_s}
+                silent = {rank: age for rank, age in silent.items() if rank == lost[1] or age > self._gives_up_after_s}
             if lost and stopped_s > self._gives_up_after_s:  # the other ranks have ended meanwhile
                 cause = f"it was stopped for {stopped_s:.0f} s; the limit is {self._gives_up_after_s} s."
                 first = self._board.report_failure(self._rank, cause)
